@@ -211,6 +211,13 @@ def table(
     return lines
 
 
+def _parts(page: Path) -> tuple[str, str, str]:
+    """What stands on a page before, in and after the table."""
+    before, rest = page.read_text().split(_BEGIN)
+    table, after = rest.split(_END)
+    return before, table, after
+
+
 def main(arguments: list[str] | None = None) -> int:
     """Put the table into a page, in place of the one that is there; 1 if a kernel does not compile."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -219,10 +226,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--brief", action="store_true", help="one configuration per kernel")
     parser.add_argument("--processes", type=int, default=2)
     given = parser.parse_args(arguments)
-    text = given.page.read_text()
-    before, rest = text.split(_BEGIN)
-    old, after = rest.split(_END)
+    _, old, _ = _parts(given.page)
     lines = table(old, all_sizes=not given.brief, only=given.only, processes=given.processes)
+    before, _, after = _parts(given.page)  # which may have been edited meanwhile
     given.page.write_text("\n".join([before + _BEGIN, "", *lines, "", _END]) + after)
     return int(any(_FAILS in line for line in lines))
 

@@ -245,6 +245,13 @@ def check_like(value: Tensor, name: str, other: Tensor, other_name: str = "score
     return value
 
 
+def check_device(beside: Tensor, name: str, **others: Any) -> None:
+    """Check that tensors are on the device of the one that ``name`` names; what is not a tensor is not looked at."""
+    for other, value in others.items():
+        if isinstance(value, Tensor) and value.device != beside.device:
+            raise ValueError(f"{other} must be on the device of {name}, {beside.device}, got {value.device}")
+
+
 def check_expands(value: Tensor, name: str, scores: Tensor, hint: str = "") -> Tensor:
     """Check that a tensor expands to the shape of the scores; ``hint`` ends the error."""
     if not broadcasts(value.shape, scores.shape):

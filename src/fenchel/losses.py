@@ -8,7 +8,7 @@ from typing import Any, Literal, TypedDict, Unpack
 import torch
 from torch import Tensor
 
-from fenchel._checks import check_floats, check_integer, check_number, check_one_of
+from fenchel._checks import check_device, check_floats, check_integer, check_number, check_one_of
 from fenchel._torch import autocast_dtype, concrete, distributed_rule, is_distributed, known
 from fenchel.regularizers.base import Regularizer, check_omega, simplified
 from fenchel.regularizers.norm import Norm
@@ -89,6 +89,7 @@ def fy_loss(
     if isinstance(scores, Tensor):
         scores, target, dim, mask, omega = omega.in_rows(scores, target, dim, mask)
     dim = check_scores(scores, dim)  # type: ignore[arg-type]
+    check_device(scores, "scores", target=target, weight=weight)
     narrow = scores.dtype in (torch.float16, torch.bfloat16)
     # As with cross_entropy, autocast means a float32 loss; otherwise it has the dtype of the scores.
     dtype = torch.float32 if narrow and autocast_dtype(scores.device) is not None else scores.dtype

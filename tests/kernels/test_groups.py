@@ -10,6 +10,7 @@ from torch import Tensor
 from fenchel import Fused, Oscar
 from fenchel.kernels.cpu.compiler import kernel
 from fenchel.kernels.cpu.maps import fused, grid, oscar
+from fenchel.regularizers.total_variation import GRID
 
 KERNELS = {"fused": fused, "oscar": oscar, "grid": grid}
 RULES = {"fused": Fused.rule, "oscar": Oscar.rule}
@@ -102,3 +103,56 @@ def test_numbers_are_sorted(size: int) -> None:
         found = numbers.copy()
         sort(found, size, np.empty_like(found), *work)
         assert np.array_equal(found, np.sort(numbers))
+
+
+@pytest.mark.parametrize(("height", "width"), [(14, 14), (8, 9), (1, 70), (70, 1), (17, 21)])
+@pytest.mark.parametrize("kind", ["normal", "flat", "ties", "masked", "walk", "peak"])
+def test_grids_with_excluded_entries_agree_with_the_torch_path(height: int, width: int, kind: str) -> None:
+    scores = torch.randn(2, height, width, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
+    if kind == "flat":
+        scores *= 1e-3
+    elif kind == "ties":
+        scores = (2 * scores).round() / 2
+    elif kind == "masked":
+        scores[scores > 0.5] = -torch.inf
+    elif kind == "walk":
+        scores = 0.2 * scores.cumsum(-1).cumsum(-2)
+    elif kind == "peak":
+        scores[:, 0, 0] += 20
+    rows = scores.flatten(1)
+    for strength in (0.1, 0.6, 1.0, 30.0):
+        p = grid.grid(rows, strength, width)
+        top = rows.amax(-1, keepdim=True)
+        expected = GRID.solve(rows - top, strength, float(width))
+        assert torch.allclose(p, expected, atol=1e-13 * max(1, strength), rtol=0)
+        single = grid.grid(rows.float(), strength, width)
+        assert torch.allclose(single.double(), expected, atol=3e-7 * max(1, strength), rtol=0)
+
+
+@pytest.mark.parametrize("kind", ["normal", "ties", "masked"])
+@pytest.mark.parametrize("name", ["fused", "oscar", "grid"])
+def test_losses_of_classes_are_those_of_one_hot_targets(name: str, kind: str) -> None:
+    generator = torch.Generator().manual_seed(2)
+    for n, strength in ((1, 0.3), (12, 0.02), (12, 0.3), (12, 50.0), (144, 0.1), (144, 2.0)):
+        scores = torch.randn(16, n, generator=generator, dtype=torch.float64)
+        if kind == "ties":
+            scores = scores.round()
+        elif kind == "masked":
+            scores[scores > 0.8] = -torch.inf
+        layout = (1.0 if n == 1 else 12.0,) if name == "grid" else ()
+        rule = GRID if name == "grid" else RULES[name]
+        index = torch.randint(n, (16,), generator=generator)
+        index[3] = -1
+        loss, slope = getattr(KERNELS[name], f"{name}_loss")(scores, index, 0.25, strength, *layout)
+        p = getattr(KERNELS[name], name)(scores, strength, *layout)
+        for row, (z, y) in enumerate(zip(scores, index.tolist(), strict=True)):
+            masked = z == -torch.inf
+            if y < 0 or masked[y]:
+                assert loss[row] == (0 if y < 0 else torch.inf)
+                assert torch.equal(slope[row], torch.zeros(n, dtype=z.dtype) if y < 0 else 0.25 * p[row])
+                continue
+            target = torch.zeros_like(z).index_fill(0, torch.tensor([y]), 1.0)
+            at = [rule.value(q, strength, *layout, masked=masked) for q in (p[row], target)]
+            value = torch.where(masked, 0.0, (p[row] - target) * z).sum() - at[0] + at[1]
+            assert torch.allclose(loss[row], value, atol=1e-12 * max(1, strength) * n, rtol=1e-12)
+            assert torch.allclose(slope[row], 0.25 * (p[row] - target), atol=1e-15, rtol=0)

@@ -4,6 +4,7 @@ import copy
 import itertools
 import math
 import pickle
+from typing import Any
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from torch.autograd import gradcheck
 import fenchel
 from fenchel import Capped, Custom, Fused, Gini, Hard, KSubsets, Norm, Shannon, TotalVariation2d, Tsallis
 from fenchel.regularizers import Scaled
+from fenchel.structures import DependencyTree
 
 OMEGAS = [Hard(), Shannon(), Gini(), Tsallis(1.5), Tsallis(3.0), Norm(2.0), Norm(math.inf)]
 
@@ -237,3 +239,23 @@ def test_rows_with_infinite_values_do_not_spoil_the_gradient_of_gamma() -> None:
     shared = (gamma * Gini()).max(scores, mask=mask)
     (gradient,) = torch.autograd.grad(shared[[0, 2]].sum(), gamma)
     assert gradient.isfinite()
+
+
+def test_dividing_is_multiplying_by_the_inverse() -> None:
+    scores = torch.tensor([0.3, 0.1, -0.2])
+    torch.testing.assert_close((Gini() / 4.0).argmax(scores), (0.25 * Gini()).argmax(scores))
+    with pytest.raises(ValueError, match="the divisor must satisfy 0 < the divisor < inf, got 0"):
+        Gini() / 0
+
+
+@pytest.mark.parametrize("target", [1, [0, 1], None])
+def test_a_target_that_is_no_tensor_is_refused(target: Any) -> None:
+    with pytest.raises(TypeError, match="target must be a Tensor"):
+        Gini().loss(torch.zeros(2, 3), target)
+
+
+def test_options_that_do_nothing_are_refused() -> None:
+    with pytest.raises(ValueError, match="bounds go with learnable=True"):
+        Tsallis(1.5, bounds=(1.0, 3.0))
+    with pytest.raises(TypeError, match="single_root must be True or False"):
+        DependencyTree(single_root="no")  # type: ignore[arg-type]

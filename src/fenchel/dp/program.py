@@ -289,16 +289,24 @@ class DynamicProgram(Recursion):
                 break
         else:
             return tensors
+        self._device = tensors[0].device if isinstance(tensors[0], Tensor) else torch.device("cpu")
+        self._check_devices(*tensors)
         tensors = tuple(
             None if isinstance(t, Tensor) and t.is_meta and not t.is_floating_point() else t for t in tensors
         )
-        self._device = tensors[0].device if isinstance(tensors[0], Tensor) else torch.device("cpu")
         scores = tuple(t for t in tensors if isinstance(t, Tensor) and t.is_floating_point())
         omega = SHANNON if omega is None else omega
         if isinstance(omega, Regularizer) and scores and self._find(omega, scores) is not None:
             return tuple(each.to(self._device) if isinstance(each, Tensor) else each for each in tensors)
         found = iter(on_cpu(*(each for each in tensors if isinstance(each, Tensor))))
         return tuple(next(found) if isinstance(each, Tensor) else each for each in tensors)
+
+    def _check_devices(self, *tensors: Any) -> None:
+        """Check that tensors are on one device; integers and masks, which are copied anyway, may be on the CPU."""
+        for t in tensors:
+            wrong = isinstance(t, Tensor) and t.device != self._device and (t.is_floating_point() or not t.is_cpu)
+            if wrong:
+                raise ValueError(f"all tensors of a program must be on one device, got {self._device} and {t.device}")
 
     def _on_cpu(self) -> Self:
         if self._inputs[0].is_cpu:
@@ -320,6 +328,7 @@ class DynamicProgram(Recursion):
         device = self._inputs[0].device
         if not isinstance(path, Tensor) or path.device == device:
             return path, path
+        self._check_devices(path)
         here = on_cpu(path)[0].to(device)
         return here, path if path.is_meta else here
 

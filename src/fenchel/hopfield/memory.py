@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fenchel._checks import check_count, check_floats, check_one_of, check_positive, check_width
+from fenchel._checks import check_count, check_device, check_floats, check_one_of, check_positive, check_width
 from fenchel._torch import concrete, is_batched, tracks
 from fenchel.hopfield.certificates import Certificate, certify_associations, certify_patterns
 from fenchel.hopfield.dynamics import iterate, update
@@ -164,6 +164,7 @@ class Memory(nn.Module):
             self._store("values", values)
             if len(values) != len(self.patterns):
                 raise ValueError(f"values must be as many as the patterns, {len(self)}, got {len(values)}")
+            check_device(self.patterns, "patterns", values=self.values)
         self._check_fit(len(self))
 
     # -- stored patterns -------------------------------------------------------------------------------
@@ -316,6 +317,7 @@ class Memory(nn.Module):
     def _check_query(self, query: Tensor) -> Tensor:
         """Queries as rows (R, D), in the precision to compute in."""
         rows = query_rows(query, self.patterns.shape[1], self.dtype)
+        check_device(self.patterns, "patterns", query=query)
         self._check_fit(len(self))  # Ω may have been replaced, and patterns loaded
         return rows
 

@@ -136,7 +136,7 @@ class Mixed(Distribution):
 
     def face_of(self, value: Tensor) -> Tensor:
         """The face in whose relative interior values lie: which entries are positive."""
-        return value > 0
+        return check_floats(value, "value") > 0
 
     def sample(self, sample_shape: Sequence[int] = (), generator: torch.Generator | None = None) -> Tensor:
         """Draw values, (*sample_shape, *batch, K)."""

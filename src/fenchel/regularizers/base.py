@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple, Self
 import torch
 from torch import Tensor, nn
 
-from fenchel._checks import check_positive
+from fenchel._checks import check_device, check_kind, check_positive
 from fenchel._torch import known
 from fenchel.regularizers.configs import Config, from_config, to_config, written_by
 from fenchel.regularizers.packed import takes_packed
@@ -226,6 +226,8 @@ class Regularizer(nn.Module):
         has loss +inf. The gradient is ``argmax(scores) - target``.
         """
         dim = check_scores(scores, dim)
+        check_kind(target, "target", Tensor)
+        check_device(scores, "scores", target=target)
         if target.is_floating_point():
             target = self.check_target(target, scores, dim, mask)
         else:
@@ -293,6 +295,9 @@ class Regularizer(nn.Module):
         return Scaled(self, gamma)
 
     __rmul__ = __mul__
+
+    def __truediv__(self, number: float | Tensor) -> Regularizer:
+        return self * (1 / check_positive(number, "the divisor"))
 
     # -- files -----------------------------------------------------------------------------------------
 

@@ -142,7 +142,7 @@ class RowMap(ABC):
 
     def reads(self, step: str, scores: Tensor, *a: Any) -> bool:
         """Whether a kernel takes scores in half precision as they are; derivatives then start from rounded results."""
-        if scores.dtype not in kernels.HALF or not self.rounded_derivatives or tracks_forward():
+        if getattr(scores, "dtype", None) not in kernels.HALF or not self.rounded_derivatives or tracks_forward():
             return False
         if torch.compiler.is_compiling():
             return kernels.offers(step, self.name, scores)

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from fenchel._checks import (
     broadcasts,
+    check_device,
     check_expands,
     check_floats,
     check_kind,
@@ -92,6 +93,7 @@ def apply_mask(scores: Tensor, mask: Tensor | None) -> Tensor:
     if mask is None:
         return scores
     check_expands(check_mask(mask), "mask", scores)
+    check_device(scores, "scores", mask=mask)
     return torch.where(mask, scores, -torch.inf)
 
 

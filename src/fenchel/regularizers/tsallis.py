@@ -276,6 +276,8 @@ class Tsallis(Regularizer):
             raise ValueError(f"bounds must be a pair (low, high), got {bounds}")
         low, high = check_number(bounds[0], "bounds"), check_number(bounds[1], "bounds")
         self.bounds = (low, high) if check_flag(learnable, "learnable") else None
+        if self.bounds is None and (low, high) != (1.0, 2.0):
+            raise ValueError("bounds go with learnable=True: a given alpha has none")
         if self.bounds is None:
             if shape:
                 raise ValueError("shape goes with learnable=True; pass a tensor alpha for fixed values")

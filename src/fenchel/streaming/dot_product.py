@@ -15,7 +15,7 @@ from torch.func import functional_call
 from torch.nn import functional as F
 
 from fenchel import kernels
-from fenchel._checks import broadcasts, check_broadcast, check_flag, check_floats, check_number
+from fenchel._checks import broadcasts, check_broadcast, check_device, check_flag, check_floats, check_number
 from fenchel._torch import (
     as_autocast,
     autocast_dtype,
@@ -178,6 +178,7 @@ def masked_attention(
         if not isinstance(tensor, Tensor) or not tensor.is_floating_point():
             check_floats(tensor, name)
         concrete(tensor)  # raises if its memory was freed, before torch reads it
+    check_device(query, "query", key=key, value=value, attn_mask=attn_mask, sink=sink)
     if query.is_nested or key.is_nested or value.is_nested:
         options = {"is_causal": is_causal, "scale": scale, "dropout_p": dropout_p, "sink": sink}
         return packed_attention(masked_attention, query, key, value, omega, attn_mask, return_weights, options)

@@ -13,7 +13,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from fenchel import kernels
-from fenchel._checks import check_floats, check_integers, check_parameter, check_shape, kind
+from fenchel._checks import check_device, check_floats, check_integers, check_parameter, check_shape, kind
 from fenchel._operators import define_operator
 from fenchel._torch import (
     apply_function,
@@ -174,6 +174,7 @@ def _check(
 ) -> Tensor:
     """Check the tensors of the layer and the targets; return class indices as int64, −1 where one is ignored."""
     check_layer(hidden, weight, bias, least=1)
+    check_device(hidden, "hidden", target=target, class_weight=class_weight)
     classes = len(weight)
     if class_weight is not None:
         if not isinstance(class_weight, Tensor):
@@ -206,6 +207,7 @@ def check_layer(hidden: Tensor, weight: Tensor, bias: Tensor | None, least: int)
             check_floats(tensor, name)
         elif tensor.dtype != hidden.dtype and not torch.is_autocast_enabled(hidden.device.type):
             raise TypeError(f"{name} must have the dtype of hidden, {hidden.dtype}, got {tensor.dtype}")
+    check_device(hidden, "hidden", weight=weight, bias=bias)
     if hidden.dim() == 0:
         raise ValueError("hidden must have shape (…, D), got a scalar")
     if weight.dim() != 2 or weight.shape[1] != hidden.shape[-1] or len(weight) < least:

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from fenchel._checks import check_count, check_entries, check_like, check_number, kind
+from fenchel._checks import check_count, check_entries, check_floats, check_like, check_number, kind
 from fenchel._torch import concrete, outside_graphs, tracks
 from fenchel.regularizers.base import Regularizer
 from fenchel.regularizers.configs import written_by
@@ -236,7 +236,7 @@ class SparseMAP(Regularizer):
         """
         if isinstance(start, Mixture):
             start = start.structures
-        answer = self._search(scores, mask, start)
+        answer = self._search(check_floats(scores, "scores"), mask, start)
         members = dense(answer.found, answer.shape)
         members = members.reshape(*answer.batch, *members.shape[1:])
         empty_or_nan = answer.found.gap.isnan().reshape(*answer.batch, *(1,) * (members.dim() - len(answer.batch)))

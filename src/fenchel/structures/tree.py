@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fenchel._checks import check_entries
+from fenchel._checks import check_entries, check_flag
 from fenchel.kernels.compilation import run
 from fenchel.regularizers.configs import written_by
 from fenchel.structures.base import Array, Oracle, Searched, Sums
@@ -51,8 +51,8 @@ class DependencyTree(Searched):
 
     def __init__(self, projective: bool = False, single_root: bool = False) -> None:
         super().__init__()
-        self.projective = projective
-        self.single_root = single_root
+        self.projective = check_flag(projective, "projective")
+        self.single_root = check_flag(single_root, "single_root")
 
     def key(self) -> Hashable | None:
         return (DependencyTree, self.projective, self.single_root) if type(self) is DependencyTree else None

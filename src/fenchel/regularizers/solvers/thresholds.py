@@ -369,7 +369,8 @@ def _last_below(ordered: Tensor, p: Callable[[Tensor], Tensor], budget: float | 
         stride *= ways
     while stride:
         # Behind the last position stands the last value again: where that is below the budget, all are.
-        value = ordered.gather(-1, (last + stride * ahead).clamp_max(n - 1))
-        last = last + stride * (p(value.unsqueeze(-1)).sum(-1) < budget).sum(-1, keepdim=True)
+        value = ordered.gather(-1, torch.add(last, ahead, alpha=stride).clamp_max(n - 1))
+        below = p(value.unsqueeze(-1)).sum(-1) < budget
+        last = torch.add(last, below.sum(-1, keepdim=True), alpha=stride)
         stride //= ways
     return last.clamp_max(n - 1)
