@@ -142,7 +142,7 @@ def called() -> Iterator[list[str]]:
     one, index = torch.randn(1, 2), torch.zeros(1, dtype=torch.int64)
     fenchel.entmax(one), fenchel.entmax_loss(one, index)  # kernels are imported by the first that is asked for
     remove = []
-    for step in ("argmax", "product", "pull", "class_loss"):
+    for step in ("argmax", "product", "pull", "class_loss", "loss_given"):
         for name in ("tsallis", "norm"):
             found = table.find(step, name, (1.5,), torch.zeros(1, 2))
             if found is not None:
@@ -170,6 +170,8 @@ LOSSES: dict[str, tuple[Callable[..., Tensor], list[str]]] = {
     "module": (lambda s, a: fenchel.nn.EntmaxLoss(1.5)(s, target), ["class_loss"]),
 }
 every_loss = pytest.mark.parametrize("name", LOSSES)
+EAGER = {"entmax_loss of a tensor alpha": ["argmax", "loss_given"], "smoothed": ["argmax", "loss_given"]}
+"""Where a graph solves in both passes, or takes the maximum apart, eager calls take the loss from the choice."""
 
 
 def with_gradients(function: Callable[..., Tensor], scores: Tensor, alpha: Tensor) -> tuple[Tensor, ...]:
@@ -197,7 +199,7 @@ def test_compiled_passes_reach_the_kernels_that_eager_ones_reach(name: str, call
     assert called == expected
     called.clear()
     assert_close(found, with_gradients(function, *inputs))
-    assert called == expected
+    assert called == EAGER.get(name, expected)
 
 
 @pytest.mark.slow

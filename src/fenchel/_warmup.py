@@ -180,6 +180,7 @@ def calls() -> dict[str, dict[str, Call]]:
             "entmax_loss, a learned alpha": lambda s: fenchel.entmax_loss(
                 s, _classes(s), torch.tensor(1.5, dtype=s.dtype, requires_grad=True)
             ),
+            "max of entmax": lambda s: fenchel.Tsallis(1.33).max(s),
             "entmax_loss of probabilities": lambda s: fenchel.entmax_loss(s, torch.softmax(s.detach(), -1)),
         },
         "segments": {

@@ -98,7 +98,8 @@ def finish_class_loss(
     if score == -np.inf:
         losses[row] = np.inf
     else:
-        losses[row] = max(maximum + (np.float64(top) - np.float64(score)) + at_class, 0.0)
+        loss = maximum + (np.float64(top) - np.float64(score)) + at_class
+        losses[row] = 0.0 if out[label] == 1 else max(loss, 0.0)  # exactly 0, where its parts may cancel to an ulp more
         out[label] -= kind(1)
     if rate[0] != 1.0:
         factor = kind(rate[0])
