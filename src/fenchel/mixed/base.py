@@ -136,7 +136,8 @@ class Mixed(Distribution):
 
     def face_of(self, value: Tensor) -> Tensor:
         """The face in whose relative interior values lie: which entries are positive."""
-        return check_floats(value, "value") > 0
+        check_kind(value, "value", Tensor)
+        return value > 0
 
     def sample(self, sample_shape: Sequence[int] = (), generator: torch.Generator | None = None) -> Tensor:
         """Draw values, (*sample_shape, *batch, K)."""
